@@ -3,7 +3,7 @@ PG ?= 18
 PG_CONFIG ?= pg_config
 # Arguments for the test runner, for example: make e2e T="tests/test_scan.py -k cursor"
 T ?=
-# PROFILE=dev builds fast and with debug assertions
+# Tests use PROFILE=dev, with debug assertions and failpoints; all else PROFILE=release
 export PROFILE
 DEV = PG=$(PG) python3 -m dev
 

@@ -16,6 +16,9 @@ from dev.tools import PgInstall, ensure_bench_packages, ensure_postgres, ensure_
 ONLY_PYTHON = ("curves",)
 """Benchmark commands that need no server."""
 
+TESTING = ("unit", "e2e", "smoke", "soak", "test")
+"""Commands that need debug assertions and failpoints, which a release build does not have."""
+
 
 def up() -> None:
     cluster.dev_cluster().up()
@@ -137,6 +140,9 @@ def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
         print(f"usage: python3 -m dev {'|'.join(COMMANDS)}", file=sys.stderr)
         return 2
+    # The Makefile exports an empty PROFILE where none was given.
+    if sys.argv[1] in TESTING and not os.environ.get("PROFILE"):
+        os.environ["PROFILE"] = "dev"
     try:
         COMMANDS[sys.argv[1]]()
     except (DevError, TimeoutError, RuntimeError, subprocess.CalledProcessError) as error:

@@ -20,7 +20,10 @@ OUTSIDE_POSTGRES = ("--workspace", "--exclude", "polign")
 
 
 def profile() -> str:
-    """Cargo's profile: release, unless PROFILE=dev asks for debug assertions and quick builds."""
+    """Cargo's profile: release, unless PROFILE=dev asks for debug assertions, failpoints and quick builds.
+
+    Commands that test ask for it themselves.
+    """
     return os.environ.get("PROFILE") or "release"
 
 
