@@ -16,9 +16,6 @@ from dev.tools import PgInstall, ensure_bench_packages, ensure_postgres, ensure_
 ONLY_PYTHON = ("curves",)
 """Benchmark commands that need no server."""
 
-TESTING = ("unit", "e2e", "smoke", "soak", "test")
-"""Commands that need debug assertions and failpoints, which a release build does not have."""
-
 
 def up() -> None:
     cluster.dev_cluster().up()
@@ -93,6 +90,9 @@ def run_unit_tests(arguments: list[str]) -> None:
 
 
 def run_pytest(arguments: list[str]) -> None:
+    # A release build has neither debug assertions nor failpoints. (The Makefile exports an empty PROFILE
+    # where none was given.)
+    os.environ["PROFILE"] = os.environ.get("PROFILE") or "dev"
     install_all()
     run_in_venv(["pytest", *arguments])
 
@@ -140,9 +140,6 @@ def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
         print(f"usage: python3 -m dev {'|'.join(COMMANDS)}", file=sys.stderr)
         return 2
-    # The Makefile exports an empty PROFILE where none was given.
-    if sys.argv[1] in TESTING and not os.environ.get("PROFILE"):
-        os.environ["PROFILE"] = "dev"
     try:
         COMMANDS[sys.argv[1]]()
     except (DevError, TimeoutError, RuntimeError, subprocess.CalledProcessError) as error:
